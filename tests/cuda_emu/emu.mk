@@ -93,7 +93,7 @@ $(EMU)/%.o: tests/cuda_emu/$$(name).cpp $(B)/flags
 $(EMU)/%.o: $$(name).cu tinytrain.h $(B)/flags
 	$(call emu_cxx,$(EMU_FLAGS_$(build)) $(EMU_DEFINES) -x c++)
 $(EMU)/%.c.o: $$(name).c tinytrain.h $(B)/flags
-	$(call compile,-Werror $(EMU_C) $(SHARED) $(EMU_C_FLAGS_$(build)) $(if $(filter $(OWN),$(name)),,$(DECLARED)))
+	$(call compile,-Werror $(if $(filter $(OWN),$(name)),,$(DECLARED)) $(EMU_C) $(SHARED) $(EMU_C_FLAGS_$(build)))
 $(EMU)/part.%.c.o: tinytrain.h $(B)/flags
 	$(CC) $(CPPFLAGS) $(STRICT) $(EMU_C) $(SHARED) $(EMU_C_FLAGS_$*) -Wno-unused-function \
 	    -DTINYTRAIN_IMPLEMENTATION $(DEPENDS) -x c -c $(PARTS)/tinytrain.h -o $@
