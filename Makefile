@@ -96,7 +96,7 @@ gpt: $(B)/gpt
 examples: $(EXAMPLES)
 
 # B/flags changes when the compiler or the flags change, so that everything is built again.
-FLAGS = $(JOINED_IN) $(CC) $(CXX) $(CPPFLAGS) $(STRICT) $(CFLAGS) $(KERNELS_CFLAGS) $(LDFLAGS) $(WHOLE)
+FLAGS = $(JOINED_IN) $(CC) $(CXX) $(CPPFLAGS) $(STRICT) $(CFLAGS) $(KERNELS_CFLAGS) $(PART_CFLAGS) $(LDFLAGS) $(WHOLE)
 $(B)/flags: FORCE
 	@mkdir -p $(B)/cuda_emu $(B)/cuda
 	@echo '$(FLAGS)' | cmp -s - $@ || echo '$(FLAGS)' > $@
@@ -114,9 +114,9 @@ $(B)/kernels.o: tinytrain.h $(B)/flags
 	$(call compile,$(CFLAGS) $(KERNELS_CFLAGS) -DTINYTRAIN_IMPLEMENTATION -DTT__KERNELS_ONLY -x c)
 
 # The library for programs that include PARTS/declared/tinytrain.h. kernels.o follows, since the linker takes
-# the first of two definitions.
+# the first of two definitions. PART_CFLAGS follow CFLAGS.
 $(B)/part.o: tinytrain.h $(B)/flags
-	$(CC) $(CPPFLAGS) $(STRICT) $(CFLAGS) $(SHARED) -Wno-unused-function -DTINYTRAIN_IMPLEMENTATION \
+	$(CC) $(CPPFLAGS) $(STRICT) $(CFLAGS) $(PART_CFLAGS) $(SHARED) -Wno-unused-function -DTINYTRAIN_IMPLEMENTATION \
 	    $(DEPENDS) -x c -c $(PARTS)/tinytrain.h -o $@
 # The examples use only the public API, so tinytrain.h is compiled once for all of them. -Wno-unused-function:
 # clang does not treat the file that it compiles as a header, and warns of unused inline functions.

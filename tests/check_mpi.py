@@ -77,8 +77,9 @@ def ranks_tests(folder, processes, ranks, *tests, program=RANKS, where="", env=N
 def bits(folder):
     for processes, ranks in (2, 1), (3, 1), (2, 2):
         ranks_tests(folder, processes, ranks)
-    for processes, ranks in (4, 1), (3, 2), (4, 2):
-        ranks_tests(folder, processes, ranks, "processes*", "tensor*", "stages*", "bytes*")
+    for processes, ranks, *tests in ((3, 2, "processes*", "stages*", "bytes*"),
+                                     (4, 1, "stages*"), (4, 2, "tensor*")):
+        ranks_tests(folder, processes, ranks, *tests)
 
 
 def emulated_gpus(folder):

@@ -24,7 +24,7 @@ $(patsubst %,$(B)/cuda/%,$(filter-out $(OWN),$(CUDA_TESTS))): $(B)/cuda/part.o
 # The programs that check_mpi.py starts in several processes, if MPI is installed.
 HAVE_MPI := $(if $(MPI),,$(if $(filter %check_mpi.py,$(CHECKS)),$(shell command -v $(MPICC))))
 mpicc     = OMPI_CC='$(1)' MPICH_CC='$(1)' $(MPICC)
-mpi       = $(call mpicc,$(CC)) $(CPPFLAGS) $(STRICT) -DTINYTRAIN_MPI $(TEST_CFLAGS)
+mpi       = $(call mpicc,$(CC)) $(CPPFLAGS) $(STRICT) -DTINYTRAIN_MPI $(CFLAGS) $(SHARED)
 mpi_link  = $(call mpicc,$(1)) $(filter %.o,$^) -o $@ $(LINKED) $(LDFLAGS) $(LIBS)
 # Most collectives need several messages of 1,000 bytes.
 MPI_PART := -DTT__NET_MESSAGE='((size_t)1000)' -DTINYTRAIN_IMPLEMENTATION -Wno-unused-function

@@ -129,7 +129,7 @@ def parts(text):
         while lines[begin].startswith(" "):
             begin -= 1
         declared = re.match(r"(static )?(?!TT__)[^(]*?(\w+)\(", lines[begin])
-        if declared and "inline" not in lines[begin]:
+        if declared and "inline" not in lines[begin] + lines[begin - 1]:
             ends[brace] = lines.index("}", brace)
             names.add(declared.group(2))
     for k, line in enumerate(lines):

@@ -29,6 +29,10 @@ CUDA_T_test_heads  := heads_as_in_transformers embeddings_as_in_sentence_transfo
 # Whole models, and programs that run once for each call of CUDA, run in the fastest build alone.
 EMU_LONG_asan      := test_models test_heads test_lm test_cuda test_tensor
 EMU_LONG_trace     := $(EMU_LONG_asan)
+# Tests that the build asan leaves out, since each takes it more than a quarter of a minute; the two others run
+# them, and gradient_cuda runs the kernels.
+EMU_LEFT_asan      := cuda_dropout_kept_for_keys cuda_column_sums_of_attention cuda_epilogues \
+                      cuda_dropout_with_norms
 
 # ---- what `make test` runs
 HAVE_CXX := $(if $(EMU_BUILDS),$(shell command -v $(firstword $(CXX))))
@@ -118,7 +122,7 @@ $(EMU)/step.plain: $(EMU)/gpu.plain.o
 $(EMU)/%.log: $(EMU)/% FORCE
 	@rm -f $<.kernels
 	@sh tests/run.sh run $@ env TINYTRAIN_DEVICE=cuda EMU_KERNELS=$<.kernels $(RUN) $< \
-	    $(call patterns,$(or $(T),$(CUDA_T_$(name))))
+	    $(call patterns,$(or $(T),$(filter-out $(EMU_LEFT_$(build)),$(CUDA_T_$(name)))))
 $(EMU)/all_kernels.log: $(EMU_RAN:%=%.log) FORCE
 	@$(call checked,tests/cuda_emu/kernels.py tinytrain_cuda.cu $(EMU_RAN:%=%.kernels))
 $(EMU).log: FORCE

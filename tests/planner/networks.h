@@ -221,7 +221,7 @@ TEST(random_networks_replay_bit_for_bit)
                                                 "updating in the backward",
                                                 "updating in the backward, offloading"};
     char what[512];
-    for (uint64_t seed = 0; seed <= 40; seed++) {
+    for (uint64_t seed = 0; seed <= 30; seed++) {
         for (int precision = 0; precision < PRECISIONS; precision++) {
             /* each precision from 5 on runs half of the networks */
             if (precision >= 5 && (int)seed % 2 == precision % 2) continue;
