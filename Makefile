@@ -49,8 +49,8 @@ PRODUCTS ?= $(shell $(PYTHON) -c '' 2> /dev/null || echo 1)
 JOINED_IN := $(if $(PRODUCTS),.,$(B)/lines)
 
 # Tests and benchmarks call private functions. So that each does not compile the library anew, join.py writes
-# the header in two parts: PARTS/tinytrain.h, which is compiled once, and PARTS/declared/tinytrain.h, which the
-# programs include.
+# the header in two parts: PARTS/tinytrain.h, which is compiled once, and PARTS/declared/tinytrain.h, which
+# the programs include.
 PARTS    := $(B)/parts
 DECLARED := -I$(PARTS)/declared -DTT__KERNELS_ELSEWHERE
 
@@ -96,7 +96,8 @@ gpt: $(B)/gpt
 examples: $(EXAMPLES)
 
 # B/flags changes when the compiler or the flags change, so that everything is built again.
-FLAGS = $(JOINED_IN) $(CC) $(CXX) $(CPPFLAGS) $(STRICT) $(CFLAGS) $(KERNELS_CFLAGS) $(PART_CFLAGS) $(LDFLAGS) $(WHOLE)
+FLAGS = $(JOINED_IN) $(CC) $(CXX) $(CPPFLAGS) $(STRICT) $(CFLAGS) $(KERNELS_CFLAGS) $(PART_CFLAGS) \
+        $(LDFLAGS) $(WHOLE)
 $(B)/flags: FORCE
 	@mkdir -p $(B)/cuda_emu $(B)/cuda
 	@echo '$(FLAGS)' | cmp -s - $@ || echo '$(FLAGS)' > $@
@@ -116,8 +117,8 @@ $(B)/kernels.o: tinytrain.h $(B)/flags
 # The library for programs that include PARTS/declared/tinytrain.h. kernels.o follows, since the linker takes
 # the first of two definitions. PART_CFLAGS follow CFLAGS.
 $(B)/part.o: tinytrain.h $(B)/flags
-	$(CC) $(CPPFLAGS) $(STRICT) $(CFLAGS) $(PART_CFLAGS) $(SHARED) -Wno-unused-function -DTINYTRAIN_IMPLEMENTATION \
-	    $(DEPENDS) -x c -c $(PARTS)/tinytrain.h -o $@
+	$(CC) $(CPPFLAGS) $(STRICT) $(CFLAGS) $(PART_CFLAGS) $(SHARED) -Wno-unused-function \
+	    -DTINYTRAIN_IMPLEMENTATION $(DEPENDS) -x c -c $(PARTS)/tinytrain.h -o $@
 # The examples use only the public API, so tinytrain.h is compiled once for all of them. -Wno-unused-function:
 # clang does not treat the file that it compiles as a header, and warns of unused inline functions.
 $(B)/tinytrain.o: tinytrain.h $(B)/flags

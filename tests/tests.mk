@@ -70,7 +70,7 @@ $(B)/cuda/%.log: $(B)/cuda/% FORCE
 	@TEST_PARTS=$(GPU_PARTS_$*) sh tests/run.sh run $@ env TINYTRAIN_DEVICE=cuda $< \
 	    $(call patterns,$(or $(T),$(CUDA_T_$*)))
 
-#> make check        run the tests, but not on the emulator of CUDA: about 1.5 minutes instead of 5, on two
+#> make check        run the tests, but not on the emulator of CUDA: about 10 minutes instead of 25, on two
 #>                   cores
 #> make test         build and run all tests; T='name*' runs the tests of these names,
 #>                   TESTS=tests/test_x.c the tests of that program;
@@ -81,7 +81,7 @@ LONGEST  := $(foreach t,check_mpi test_ops test_planner test_cuda test_peers tes
             $(filter $(EMU)/$t.%.log $(B)/$t.log,$(ALL_LOGS)))
 LOGS     := $(LONGEST) $(filter-out $(LONGEST),$(ALL_LOGS))
 check:
-	@$(MAKE) --no-print-directory test EMU_BUILDS= TEST_TIME=', about a minute and a half on two cores'
+	@$(MAKE) --no-print-directory test EMU_BUILDS= TEST_TIME=', about 10 minutes on two cores'
 test: start $(LOGS)
 	@sh tests/run.sh total $(LOGS)
 export TEST_PROGRESS := $(B)/progress

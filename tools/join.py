@@ -118,10 +118,10 @@ def join(root, joined, with_lines):
 
 
 def parts(text):
-    """Returns the header in two parts for the tests: functions and limits that every object can use, and their
-    declarations. Line numbers stay the same. Functions lose `static`, but for those that are inline, stand on
-    one line, or are declared by macros (the CPU's kernels). A limit is a macro beside whose #ifndef stands
-    "tests set"; TT__NAME becomes a variable tt__limit_name, which tests set."""
+    """Returns the header in two parts for the tests: functions and limits that every object can use, and
+    their declarations. Line numbers stay the same. Functions lose `static`, except those that are inline,
+    stand on one line, or are declared by macros (the CPU's kernels). A limit is a macro with the comment
+    "tests set ..." after its #ifndef: TT__NAME becomes a variable tt__limit_name, which tests set."""
     text = text.replace("#define TT__TABLE static", "#define TT__TABLE")
     lines, ends, names = text.split("\n"), {}, set() # of a function: the lines of its { and }, its name
     for brace in [k for k, line in enumerate(lines) if line == "{"]:
@@ -144,7 +144,8 @@ def parts(text):
             name = "tt__limit_" + limit.group(2).lower()
             kind = "size_t" if "size_t" in value else "double" if "." in value else "int64_t"
             shared[k] = declared[k] = f"#define {limit.group(1)} {name}"
-            shared[k + 1], declared[k + 1] = f"{kind} {name} = {value}{comment}", f"extern {kind} {name}{comment}"
+            shared[k + 1] = f"{kind} {name} = {value}{comment}"
+            declared[k + 1] = f"extern {kind} {name}{comment}"
             end = lines.index("#endif", k)
             shared[end] = declared[end] = ";"
     for brace, end in ends.items():

@@ -4,7 +4,7 @@
 # EMU_BUILDS has all builds, unless TESTS= names some of the tests.
 ifeq ($(origin EMU_BUILDS)$(origin TESTS),undefinedundefined)
 EMU_BUILDS := plain asan trace
-TEST_TIME  := $(if $(T),,, about 5 minutes on two cores; make check, without the emulator of CUDA, 1.5)
+TEST_TIME  := $(if $(T),,, about 25 minutes on two cores; make check, without the emulator of CUDA, 10)
 endif
 EMU       := $(B)/cuda_emu
 EMU_TESTS ?= $(wildcard tests/cuda_emu/*.cu)
@@ -29,8 +29,8 @@ CUDA_T_test_heads  := heads_as_in_transformers embeddings_as_in_sentence_transfo
 # Whole models, and programs that run once for each call of CUDA, run in the fastest build alone.
 EMU_LONG_asan      := test_models test_heads test_lm test_cuda test_tensor
 EMU_LONG_trace     := $(EMU_LONG_asan)
-# Tests that the build asan leaves out, since each takes it more than a quarter of a minute; the two others run
-# them, and gradient_cuda runs the kernels.
+# Tests that the build asan leaves out, since each takes more than a quarter of a minute there. The two other
+# builds run these tests, and gradient_cuda runs the kernels.
 EMU_LEFT_asan      := cuda_dropout_kept_for_keys cuda_column_sums_of_attention cuda_epilogues \
                       cuda_dropout_with_norms
 
@@ -97,7 +97,8 @@ $(EMU)/%.o: tests/cuda_emu/$$(name).cpp $(B)/flags
 $(EMU)/%.o: $$(name).cu tinytrain.h $(B)/flags
 	$(call emu_cxx,$(EMU_FLAGS_$(build)) $(EMU_DEFINES) -x c++)
 $(EMU)/%.c.o: $$(name).c tinytrain.h $(B)/flags
-	$(call compile,-Werror $(if $(filter $(OWN),$(name)),,$(DECLARED)) $(EMU_C) $(SHARED) $(EMU_C_FLAGS_$(build)))
+	$(call compile,-Werror $(if $(filter $(OWN),$(name)),,$(DECLARED)) $(EMU_C) $(SHARED) \
+	    $(EMU_C_FLAGS_$(build)))
 $(EMU)/part.%.c.o: tinytrain.h $(B)/flags
 	$(CC) $(CPPFLAGS) $(STRICT) $(EMU_C) $(SHARED) $(EMU_C_FLAGS_$*) -Wno-unused-function \
 	    -DTINYTRAIN_IMPLEMENTATION $(DEPENDS) -x c -c $(PARTS)/tinytrain.h -o $@
