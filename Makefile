@@ -50,9 +50,8 @@ JOINED_IN := $(if $(PRODUCTS),.,$(B)/lines)
 
 # Tests and benchmarks call private functions. So that each does not compile the library anew, join.py writes
 # the header in two parts: PARTS/tinytrain.h, which is compiled once, and PARTS/declared/tinytrain.h, which
-# the programs include.
+# the programs include. On Darwin the programs include PARTS/tinytrain.h (see KERNELS below).
 PARTS    := $(B)/parts
-DECLARED := -I$(PARTS)/declared -DTT__KERNELS_ELSEWHERE
 
 # Beside each object, compilers write a file *.d with the headers of this repository that the object needs.
 LIBS    := -lm -lpthread
@@ -106,10 +105,14 @@ $(B)/flags: FORCE
 # tinytrain.h). Apple's linker cannot take the first of two definitions; there, each program is built from one
 # file. KERNELS_CFLAGS follow CFLAGS: without optimisation the other code compiles in a third of the time.
 ifneq ($(shell uname -s),Darwin)
-SHARED  := -DTT__KERNELS_ELSEWHERE
-KERNELS := $(B)/kernels.o
-MULDEFS := -Wl,--allow-multiple-definition
-LINKED   = $(if $(filter %/kernels.o,$^),$(MULDEFS))
+SHARED   := -DTT__KERNELS_ELSEWHERE
+DECLARED := -I$(PARTS)/declared $(SHARED)
+KERNELS  := $(B)/kernels.o
+PART     := $(B)/part.o
+MULDEFS  := -Wl,--allow-multiple-definition
+LINKED    = $(if $(filter %/kernels.o %/part.o,$^),$(MULDEFS))
+else
+DECLARED := -I$(PARTS)
 endif
 $(B)/kernels.o: tinytrain.h $(B)/flags
 	$(call compile,$(CFLAGS) $(KERNELS_CFLAGS) -DTINYTRAIN_IMPLEMENTATION -DTT__KERNELS_ONLY -x c)
@@ -180,7 +183,7 @@ $(B)/cuda/part.o: tinytrain.h $(B)/flags
 	$(CC) $(CPPFLAGS) $(STRICT) $(CFLAGS) -Wno-unused-function -DTINYTRAIN_IMPLEMENTATION -DTINYTRAIN_CUDA \
 	    $(DEPENDS) -x c -c $(PARTS)/tinytrain.h -o $@
 $(B)/cuda/%: $(B)/cuda/%.c.o $(B)/cuda/tinytrain_cuda.o
-	$(CC) $(CFLAGS) $(filter %.o,$^) -o $@ $(LDFLAGS) $(CUDA_LIBS) $(LIBS)
+	$(CC) $(CFLAGS) $(filter %.o,$^) -o $@ $(LINKED) $(LDFLAGS) $(CUDA_LIBS) $(LIBS)
 
 include tests/cuda_emu/emu.mk tests/tests.mk tests/fuzz/fuzz.mk bench/bench.mk
 -include $(wildcard $(B)/*.d $(B)/cuda_emu/*.d $(B)/cuda/*.d)

@@ -19,7 +19,7 @@ $(BENCHES:%=%.o): $(B)/%.o: bench/%.c tinytrain.h $(B)/flags
 	$(call compile,$(CFLAGS) $(DECLARED))
 $(B)/gpt2_step.o: bench/peers/gpt2_step.c tinytrain.h $(B)/flags
 	$(call compile,$(CFLAGS) $(DECLARED))
-$(BENCHES) $(B)/gpt2_step: $(B)/%: $(B)/%.o $(B)/part.o $(KERNELS)
+$(BENCHES) $(B)/gpt2_step: $(B)/%: $(B)/%.o $(PART) $(KERNELS)
 	$(link)
 
 # Programs that need no library but tinytrain. gemm_openblas also needs OpenBLAS, and gemm_onednn oneDNN.

@@ -17,9 +17,9 @@ $(patsubst %,%.o,$(filter-out $(OWN_PROGRAMS),$(PROGRAMS))): $(B)/%.o: tests/%.c
 	$(call compile,$(DECLARED) $(TEST_CFLAGS) -Werror)
 $(PROGRAMS): $(B)/%: $(B)/%.o
 	$(link)
-$(filter-out $(OWN_PROGRAMS),$(PROGRAMS)): $(B)/part.o
+$(filter-out $(OWN_PROGRAMS),$(PROGRAMS)): $(PART)
 $(filter-out $(WHOLE:%=$(B)/%),$(PROGRAMS)): $(KERNELS)
-$(patsubst %,$(B)/cuda/%,$(filter-out $(OWN),$(CUDA_TESTS))): $(B)/cuda/part.o
+$(patsubst %,$(B)/cuda/%,$(filter-out $(OWN),$(CUDA_TESTS))): $(PART:$(B)/%=$(B)/cuda/%)
 
 # The programs that check_mpi.py starts in several processes, if MPI is installed.
 HAVE_MPI := $(if $(MPI),,$(if $(filter %check_mpi.py,$(CHECKS)),$(shell command -v $(MPICC))))
@@ -32,7 +32,7 @@ $(B)/mpi_part.o: tinytrain.h $(B)/flags
 	$(mpi) $(MPI_PART) $(DEPENDS) -x c -c $(PARTS)/tinytrain.h -o $@
 $(B)/mpi_ranks.o: tests/mpi.c tinytrain.h $(B)/flags
 	$(mpi) $(DECLARED) -Wno-unused-variable $(DEPENDS) -I. -c $< -o $@
-$(B)/mpi_ranks: $(B)/mpi_ranks.o $(B)/mpi_part.o $(KERNELS)
+$(B)/mpi_ranks: $(B)/mpi_ranks.o $(PART:$(B)/%=$(B)/mpi_%) $(KERNELS)
 	$(call mpi_link,$(CC))
 $(B)/mpi_tinytrain.o: tinytrain.h $(B)/flags
 	$(mpi) -Wno-unused-function -DTINYTRAIN_IMPLEMENTATION $(DEPENDS) -x c -c $(source) -o $@
@@ -44,7 +44,8 @@ $(EMU)/mpi_part.o: tinytrain.h $(B)/flags
 	$(mpi) $(MPI_PART) $(EMU_C) $(DEPENDS) -x c -c $(PARTS)/tinytrain.h -o $@
 $(EMU)/mpi_ranks.o: tests/mpi.c tinytrain.h $(B)/flags
 	$(mpi) $(DECLARED) -Wno-unused-variable $(EMU_C) $(DEPENDS) -c $< -o $@
-$(EMU)/mpi_ranks: $(EMU)/mpi_ranks.o $(EMU)/mpi_part.o $(call emu_with,tinytrain_cuda,plain) $(EMU_SHARED)
+$(EMU)/mpi_ranks: $(EMU)/mpi_ranks.o $(PART:$(B)/%=$(EMU)/mpi_%) $(call emu_with,tinytrain_cuda,plain) \
+                  $(EMU_SHARED)
 	$(call mpi_link,$(CXX))
 ifneq ($(HAVE_MPI),)
 $(B)/check_mpi.log: $(B)/mpi_ranks $(B)/mpi_vit_l16 $(B)/mpi_gpt $(if $(HAVE_EMU),$(EMU)/mpi_ranks)

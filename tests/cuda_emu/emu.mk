@@ -115,7 +115,8 @@ EMU_SHARED := $(KERNELS:$(B)/%=$(EMU)/%)
 $(EMU_OF_CU): $(EMU)/%: $$(call emu_with,$$(name),$$(build))
 	$(emu_link)
 $(EMU_OF_C): $(EMU)/%: $(EMU)/$$(name).$$(build:trace=plain).c.o \
-                       $$(if $$(filter $$(OWN),$$(name)),,$(EMU)/part.$$(build:trace=plain).c.o) \
+                       $$(if $$(filter $$(OWN),$$(name)),, \
+                           $(PART:$(B)/%.o=$(EMU)/%.$$(build:trace=plain).c.o)) \
                        $$(call emu_with,tinytrain_cuda,$$(build)) $(EMU_SHARED)
 	$(emu_link)
 $(EMU)/step.plain: $(EMU)/gpu.plain.o
