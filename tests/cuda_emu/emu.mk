@@ -29,10 +29,11 @@ CUDA_T_test_heads  := heads_as_in_transformers embeddings_as_in_sentence_transfo
 # Whole models, and programs that run once for each call of CUDA, run in the fastest build alone.
 EMU_LONG_asan      := test_models test_heads test_lm test_cuda test_tensor
 EMU_LONG_trace     := $(EMU_LONG_asan)
-# Tests that the build asan leaves out, since each takes more than a quarter of a minute there. The two other
-# builds run these tests, and gradient_cuda runs the kernels.
+# Tests that the builds asan and trace leave out, since each takes a quarter of a minute or more there. The
+# build plain runs these tests, and gradient_cuda runs the kernels.
 EMU_LEFT_asan      := cuda_dropout_kept_for_keys cuda_column_sums_of_attention cuda_epilogues \
                       cuda_dropout_with_norms
+EMU_LEFT_trace     := cuda_dropout_kept_for_keys
 
 # ---- what `make test` runs
 HAVE_CXX := $(if $(EMU_BUILDS),$(shell command -v $(firstword $(CXX))))
